@@ -44,9 +44,7 @@ class InvalidSettings(WeighbridgeError):
     """The configuration has problems; `problems` lists every one of them."""
 
     def __init__(self, problems: list[str]) -> None:
-        super().__init__(
-            "The configuration has problems:\n" + "\n".join(f"  - {problem}" for problem in problems)
-        )
+        super().__init__("The configuration has problems:\n" + "\n".join(f"  - {problem}" for problem in problems))
         self.problems = problems
 
 
@@ -143,9 +141,7 @@ class RateLimited(WeighbridgeError):
 class ConcurrencyReached(WeighbridgeError):
     """As many requests of this key or tenant run as may run at once."""
 
-    def __init__(
-        self, message: str, *, retry_after_seconds: float = 1.0, status: LimitStatus | None = None
-    ) -> None:
+    def __init__(self, message: str, *, retry_after_seconds: float = 1.0, status: LimitStatus | None = None) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
         self.status = status

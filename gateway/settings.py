@@ -109,9 +109,7 @@ class ModelPolicy:
     """What `gateway.toml` says about one model."""
 
     default_max_tokens: int | None = None
-    extra_fields: frozenset[str] = (
-        frozenset()
-    )  #: body fields forwarded although the policy table refuses them
+    extra_fields: frozenset[str] = frozenset()  #: body fields forwarded although the policy table refuses them
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +188,7 @@ def load_admin_client(environ: Mapping[str, str]) -> AdminClientSettings:
     problems: list[str] = []
     url = environ.get("WEIGHBRIDGE_ADMIN_URL", "http://127.0.0.1:8081").rstrip("/")
     if urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).hostname:
-        problems.append(
-            "WEIGHBRIDGE_ADMIN_URL: write it as http://host:port, the address of the admin listener"
-        )
+        problems.append("WEIGHBRIDGE_ADMIN_URL: write it as http://host:port, the address of the admin listener")
     key = environ.get("WEIGHBRIDGE_ADMIN_KEY", "")
     if not key:
         problems.append(
@@ -280,10 +276,7 @@ def _with_file(settings: Settings, path: Path, problems: list[str]) -> Settings:
         lease=_section(settings.lease, "lease", document, problems),
         key_defaults=_checked(settings.key_defaults, "keys", keys, problems),
         key_days=key_days,
-        models={
-            name: _model(name, policy, problems)
-            for name, policy in _table(document, "models", problems).items()
-        },
+        models={name: _model(name, policy, problems) for name, policy in _table(document, "models", problems).items()},
     )
 
 

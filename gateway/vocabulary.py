@@ -104,6 +104,32 @@ class AdminPrincipal:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredKey:
+    """A key as the store knows it: what an authenticator needs to recognise it. Holds no secret, only its hash."""
+
+    key_id: KeyId
+    secret_hash: bytes = field(repr=False)
+    tenant_id: TenantId
+    person_id: PersonId
+    key_limits: Limits
+    tenant_limits: Limits
+    models: frozenset[str] | None
+    is_valid: bool  #: neither revoked nor expired, and its person and tenant are enabled (Postgres's clock)
+    expires_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCredential:
+    """An admin credential as the store knows it."""
+
+    credential_id: str
+    name: str
+    role: AdminRole
+    secret_hash: bytes = field(repr=False)
+    is_valid: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens of one request."""
 
@@ -159,6 +185,35 @@ class ReplicaAddress:
     name: str
     base_url: str
     token: str | None = field(default=None, repr=False)  #: vLLM's `--api-key`; never logged
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A replica as the store knows it. `state` is what its worker declared; ejection is each gateway's own judgement."""
+
+    address: ReplicaAddress
+    model: str
+    state: ReplicaState
+    max_model_len: int  #: tokens
+    slots: int  #: sequences that its engine runs at once
+    detail: str | None = None
+    engine: str | None = None
+    tokenizer_sha256: str | None = None
+    managed: bool = False  #: a worker sends heartbeats for it
+    heartbeat_at: datetime | None = None
+    registered_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """What is needed to count a model's prompt tokens, as its worker uploaded it."""
+
+    sha256: str
+    tokenizer_json: bytes = field(repr=False)
+    chat_template: str | None = field(repr=False)
+    special_tokens: Mapping[str, str] = field(
+        default_factory=dict
+    )  #: bos_token, eos_token … as the template names them
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,9 +122,7 @@ replica = Table(
     Column("name", Text, nullable=False),
     Column("base_url", Text, nullable=False, unique=True),
     Column("model", Text, nullable=False, index=True),
-    Column(
-        "state", Text, nullable=False
-    ),  # as its worker declares it; ejection is each gateway's own judgement
+    Column("state", Text, nullable=False),  # as its worker declares it; ejection is each gateway's own judgement
     Column("detail", Text),  # what it is doing, for people: "loading weights, 40 %"
     Column("token_cipher", LargeBinary),  # vLLM's api key, encrypted with a key derived from the root secret
     Column("max_model_len", Integer, nullable=False),
@@ -142,9 +140,7 @@ control_rev = Table(
     "control_rev",
     metadata,
     Column("id", Boolean, primary_key=True, server_default=text("true")),
-    Column(
-        "keys_rev", BigInteger, nullable=False, server_default=text("0")
-    ),  # raised by triggers, see migrations
+    Column("keys_rev", BigInteger, nullable=False, server_default=text("0")),  # raised by triggers, see migrations
     Column("replicas_rev", BigInteger, nullable=False, server_default=text("0")),
     CheckConstraint("id", name="single_row"),
 )
