@@ -160,15 +160,7 @@ class NoReplica(WeighbridgeError):
 
 
 class UpstreamFailed(WeighbridgeError):
-    """
-    A replica failed before its first byte reached the client.
-
-    `engine_started` is true when the engine may have begun the work: then no other replica may be tried.
-    """
-
-    def __init__(self, message: str, *, engine_started: bool) -> None:
-        super().__init__(message)
-        self.engine_started = engine_started
+    """A replica failed before anything of its answer reached the client; another one may be tried."""
 
 
 class UpstreamTimeout(WeighbridgeError):

@@ -39,6 +39,7 @@ class Ending(StrEnum):
     CLIENT_GONE = "client_gone"
     REPLICA_LOST = "replica_lost"
     TIMEOUT = "timeout"
+    REFUSED = "refused"  #: the replica itself answered with a 4xx
     BUDGET_CUT = "budget_cut"
     REVOKED = "revoked"
     GATEWAY_LOST = "gateway_lost"

@@ -1,8 +1,8 @@
 """
 One pool of Postgres connections per process, and what each connection promises.
 
-Every statement is bounded by the server (`statement_timeout`) and every wait for a connection by the pool, so that a hung
-Postgres costs a caller seconds and never the event loop. Drivers' errors are translated at this border: the rest of the
+Every statement is bounded by the server (`statement_timeout`) and every wait for a connection by the pool, so that a
+hung Postgres costs a caller seconds and never the event loop. Drivers' errors are translated at this border: the rest of the
 code sees `StoreUnavailable`.
 """
 

@@ -1,4 +1,4 @@
-"""Bring the database to this release's tables. Safe to run from many processes at once: an advisory lock lets one work."""
+"""Bring the database to this release's tables. Many processes may try at once: an advisory lock lets one work."""
 
 import asyncio
 from importlib.resources import files
