@@ -179,6 +179,15 @@ class ReplicaLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeReport:
+    """What one probe of a replica found: its `load`, or the `reason` why it is not well, in words for an admin."""
+
+    load: ReplicaLoad | None = None
+    tokens_total: float | None = None  #: all tokens the engine ever processed; stands still when it is wedged
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaAddress:
     """Where and how to reach a replica."""
 
@@ -190,7 +199,7 @@ class ReplicaAddress:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A replica as the store knows it. `state` is what its worker declared; ejection is each gateway's own judgement."""
+    """A replica as the store knows it. `state` is what its worker declared; ejection is each gateway's judgement."""
 
     address: ReplicaAddress
     model: str
