@@ -7,7 +7,7 @@ nothing is served unmetered, and `settle` keeps trying until the row is written.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 import structlog
 
@@ -94,6 +94,15 @@ class Ledger:
                 log.warning("settled_too_late", request_id=str(settlement.request_id))
             self.unsettled.discard(settlement.request_id)
             return
+
+    async def settle_strays(self, own_rows: Collection[RequestId]) -> None:
+        """
+        Settle those of our old open rows that no request of ours is about.
+
+        They come from an `open` whose acknowledgement was lost and which Postgres executed after our settlement of it.
+        """
+        for request_id in set(own_rows) - self.unsettled:
+            await self.settle(not_dispatched(request_id))
 
     async def checkpoint(self, checkpoints: Sequence[Checkpoint]) -> None:
         """Note how far the running requests are."""
