@@ -1,0 +1,1 @@
+"""Stand-ins and services that the tests share."""
