@@ -188,7 +188,7 @@ class Pipeline:
         self.running = RunningRequests()
         self.is_draining = False
         self._settings = settings
-        self._directory = directory
+        self.directory = directory
         self._count_prompt = count_prompt
         self._holds = holds
         self._ledger = ledger
@@ -200,7 +200,7 @@ class Pipeline:
 
     def models(self, principal: Principal) -> list[ModelInfo]:
         """Return the models that *principal* may call."""
-        return [model for model in self._directory.models() if _may_call(principal, model.name)]
+        return [model for model in self.directory.models() if _may_call(principal, model.name)]
 
     def model(self, principal: Principal, name: str) -> ModelInfo:
         """
@@ -211,7 +211,7 @@ class Pipeline:
         """
         if not _may_call(principal, name):
             raise ModelNotFound(name)
-        return self._directory.info(name)
+        return self.directory.info(name)
 
     async def serve(
         self, request_id: RequestId, principal: Principal, request: InferenceRequest, answer: Answer,
@@ -233,7 +233,7 @@ class Pipeline:
         max_tokens = bounded_max_tokens(request, prompt, model.max_model_len, default)
         context = min(prompt.tokens + max_tokens, model.max_model_len)
         # Without a replica there is nothing to hold tokens for; the choice that counts is made after `open`.
-        self._directory.choose(model.name, tokens=context)
+        self.directory.choose(model.name, tokens=context)
 
         hold, status = await self._holds.admit(
             request_id, principal, tokens_to_hold(prompt.tokens, request.choices, max_tokens)
@@ -285,7 +285,7 @@ class Pipeline:
         self._retry_tokens = min(RETRY_BURST, self._retry_tokens + RETRY_SHARE)
         while True:
             try:
-                target = self._directory.choose(job.running.model, tokens=job.context, tried=tried)
+                target = self.directory.choose(job.running.model, tokens=job.context, tried=tried)
             except (NoReplica, PoolSaturated):
                 if failure is not None:
                     raise failure from None
