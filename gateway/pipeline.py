@@ -38,7 +38,7 @@ from gateway.errors import (
     WeighbridgeError,
 )
 from gateway.ledger.open_settle import Ledger
-from gateway.relay.assemble import Assembler, Incomplete, read_json_usage
+from gateway.relay.assemble import Assembler, Incomplete
 from gateway.relay.client import Client
 from gateway.relay.headers import to_replica
 from gateway.relay.stream import Generation, begin, fetch
@@ -358,7 +358,7 @@ class Pipeline:
             self._client,
             target.replica.address,
             job.request.endpoint.path,
-            to_replica(job.running.request_id, target.replica.address.token, None),
+            to_replica(job.running.request_id, target.replica.address.token),
             self._body(job, stream=False),
             timeouts=self._settings.timeouts,
             answer_bytes=self._settings.bounds.answer_bytes,
@@ -371,7 +371,7 @@ class Pipeline:
             self._client,
             target.replica.address,
             job.request.endpoint.path,
-            to_replica(job.running.request_id, target.replica.address.token, None),
+            to_replica(job.running.request_id, target.replica.address.token),
             self._body(job, stream=True),
             timeouts=self._settings.timeouts,
             event_bytes=self._settings.bounds.event_bytes,

@@ -19,7 +19,7 @@ from pathlib import Path
 import asyncpg
 import redis
 
-from gateway.cli.services import Postgres, Valkey
+from gateway.embedded import Postgres, Valkey
 from gateway.store.migrate import upgrade
 
 POSTGRES_VARIABLE = "WEIGHBRIDGE_TEST_POSTGRES"
@@ -57,8 +57,8 @@ class RunServices:
 
     def stop(self) -> None:
         """Stop both and remove what they wrote."""
-        self.valkey.kill()
-        self.postgres.kill()
+        self.valkey.child.kill()
+        self.postgres.child.kill()
         shutil.rmtree(self.home, ignore_errors=True)
 
 
@@ -116,19 +116,19 @@ class PrivateService:
 
     async def stop(self) -> None:
         """Stop the server in good order and return once it is gone."""
-        await asyncio.to_thread(self._server.stop)
+        await asyncio.to_thread(self._server.child.stop)
 
     async def kill(self) -> None:
         """Stop the server as a power cut would."""
-        await asyncio.to_thread(self._server.kill)
+        await asyncio.to_thread(self._server.child.kill)
 
     def hang(self) -> None:
         """Let the server keep its connections and answer nothing."""
-        self._server.signal(signal.SIGSTOP)
+        self._server.child.signal(signal.SIGSTOP)
 
     def unhang(self) -> None:
         """Let the server go on."""
-        self._server.signal(signal.SIGCONT)
+        self._server.child.signal(signal.SIGCONT)
 
 
 @asynccontextmanager
@@ -141,7 +141,7 @@ async def private_redis() -> AsyncIterator[PrivateService]:
         await service.start()
         yield service
     finally:
-        server.kill()
+        server.child.kill()
         shutil.rmtree(home, ignore_errors=True)
 
 
@@ -156,7 +156,7 @@ async def private_postgres() -> AsyncIterator[PrivateService]:
         await asyncio.to_thread(upgrade, service.url)
         yield service
     finally:
-        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.child.kill)
         shutil.rmtree(home, ignore_errors=True)
 
 
