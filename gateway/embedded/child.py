@@ -7,7 +7,6 @@ Linux the kernel ends it when we die without saying goodbye.
 
 import contextlib
 import ctypes
-import os
 import signal
 import socket
 import subprocess
@@ -38,11 +37,19 @@ class RunAs(TypedDict, total=False):
 class Child:
     """One process of ours, with a log and a way to be stopped."""
 
-    def __init__(self, name: str, log: Path, *, stop_signals: Sequence[signal.Signals] = (signal.SIGTERM,)) -> None:
-        """Describe the child; *stop_signals* are tried in turn when it is stopped, and the first if we die."""
+    def __init__(
+        self,
+        name: str,
+        log: Path,
+        *,
+        stop_signal: signal.Signals = signal.SIGTERM,
+        kill_signal: signal.Signals = signal.SIGKILL,
+    ) -> None:
+        """Describe the child. It gets *stop_signal* when it is stopped or when we die, *kill_signal* if that fails."""
         self.name = name
         self.log = log
-        self._stop_signals = tuple(stop_signals)
+        self._stop_signal = stop_signal
+        self._kill_signal = kill_signal
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -81,7 +88,7 @@ class Child:
                 stderr=log,
                 start_new_session=True,
                 pass_fds=tuple(pass_fds),
-                preexec_fn=_die_with_parent(self._stop_signals[0]),  # noqa: PLW1509 - one async-signal-safe call
+                preexec_fn=_die_with_parent(self._stop_signal),  # noqa: PLW1509 - one async-signal-safe call
                 **(run_as or {}),
             )
         if self._process.stdin is not None:
@@ -103,26 +110,22 @@ class Child:
             time.sleep(0.02)
 
     def stop(self, seconds: float = STOP_SECONDS) -> None:
-        """Send each stop signal in turn, waiting *seconds* after each, and SIGKILL at last; return when it is gone."""
-        for number in (*self._stop_signals, signal.SIGKILL):
-            if self._process is None or self._process.poll() is not None:
-                return
-            self._process.send_signal(number)
-            self._process.send_signal(signal.SIGCONT)  # a stopped process acts on no signal but SIGKILL
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(seconds)
+        """Ask it to stop, wait *seconds*, then kill it; return when it is gone."""
+        self._end(self._stop_signal, seconds)
+        self.kill()
 
     def kill(self) -> None:
-        """End it at once, with whatever it started in its session."""
-        if self._process is not None and self._process.poll() is None:
-            self.signal(signal.SIGKILL)
-            self._process.wait()
+        """End it as a power cut would; return when it is gone."""
+        self._end(self._kill_signal, STOP_SECONDS)
+        self._end(signal.SIGKILL, STOP_SECONDS)
 
-    def signal(self, number: signal.Signals) -> None:
-        """Send *number* to it and to what it started in its session, for example SIGSTOP to let it hang."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
+    def _end(self, number: signal.Signals, seconds: float) -> None:
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.send_signal(number)
+        self._process.send_signal(signal.SIGCONT)  # a stopped process acts on no signal but SIGKILL
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
 
     def last_words(self) -> str:
         """Return the end of its log."""

@@ -41,8 +41,10 @@ class Postgres:
         self._password = self._home / "postgres.password"
         self._durable = durable
         self._pass_fds = pass_fds
-        # SIGINT disconnects everybody and shuts down; SIGQUIT leaves recovery to the next start.
-        self.child = Child("Postgres", self._home / "postgres.log", stop_signals=(signal.SIGINT, signal.SIGQUIT))
+        # SIGINT disconnects everybody and shuts down; SIGQUIT leaves recovery to the next start, but no process behind.
+        self.child = Child(
+            "Postgres", self._home / "postgres.log", stop_signal=signal.SIGINT, kill_signal=signal.SIGQUIT
+        )
         self.port = 0
 
     def url(self, database: str = "postgres") -> str:

@@ -63,3 +63,17 @@ async def test_a_private_redis_that_stopped_refuses_and_one_that_hangs_says_noth
             await client.ping()
         await service.start()
         assert await client.ping()
+
+
+async def test_a_private_postgres_that_hangs_keeps_its_connections_and_says_nothing() -> None:
+    """A hung Postgres is not a stopped one: whoever is connected waits, and gets its answer when it goes on."""
+    async with private_postgres() as service:
+        connection = await asyncpg.connect(service.url.replace("+asyncpg", ""))
+
+        service.hang()
+        with pytest.raises(TimeoutError):
+            await connection.fetchval("SELECT 1", timeout=0.3)
+        service.unhang()
+
+        assert await connection.fetchval("SELECT 1", timeout=30) == 1
+        await connection.close()

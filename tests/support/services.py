@@ -7,6 +7,7 @@ environment. The tables are migrated once into a template database; each test ge
 
 import asyncio
 import atexit
+import contextlib
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import asyncpg
+import psutil
 import redis
 
 from gateway.embedded import Postgres, Valkey
@@ -123,12 +125,19 @@ class PrivateService:
         await asyncio.to_thread(self._server.child.kill)
 
     def hang(self) -> None:
-        """Let the server keep its connections and answer nothing."""
-        self._server.child.signal(signal.SIGSTOP)
+        """Let the server keep its connections and answer nothing. `stop` and `kill` end it all the same."""
+        self._signal(signal.SIGSTOP)
 
     def unhang(self) -> None:
         """Let the server go on."""
-        self._server.child.signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._server.child.pid is not None:
+            server = psutil.Process(self._server.child.pid)
+            for process in (server, *server.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
 
 
 @asynccontextmanager
