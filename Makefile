@@ -27,29 +27,21 @@ run: ## start everything and print what to try; Ctrl-C stops it
 	@$(PYTHON) deploy/install.py runtime
 	@exec $(BIN)/weighbridge up $(if $(REPLICAS),--replicas $(REPLICAS)) $(ARGS)
 
-test: ## run every test, against real services and a real vLLM process
+test: ## run every test, against real services
 	@$(PYTHON) deploy/install.py dev
-	@$(PYTHON) workers/engine.py install --venv .venv-vllm; status=$$?; \
-	case $$status in \
-		0) engine=present ;; \
-		3) engine=absent; echo "THE vLLM ENGINE CANNOT BE HAD ON THIS MACHINE: the tests that need it are skipped." >&2 ;; \
-		*) exit $$status ;; \
-	esac; \
-	WEIGHBRIDGE_ENGINE=$$engine $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" $(PYTEST_ARGS)
 
 chaos: ## run the long forms of the chaos tests
 	@$(PYTHON) deploy/install.py dev
 	$(BIN)/python -m pytest -m slow tests/chaos $(PYTEST_ARGS)
 
-check: ## format, lint, types, floors, dependencies, migrations, deploy files
+check: ## format, lint, types, floors, dependencies, migrations
 	@$(PYTHON) deploy/install.py dev
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/deptry .
-	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
-	$(BIN)/hadolint deploy/*.Dockerfile
 	$(BIN)/python -m pytest -q tests/service/test_migrations.py
 
 lock: ## resolve the locks anew; UPGRADE=1 takes the newest versions

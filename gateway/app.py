@@ -8,7 +8,7 @@ and `/readyz` says what is missing; it serves within seconds of their return.
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,27 +16,21 @@ from typing import Any
 
 import structlog
 from litestar import Litestar
-from litestar.config.app import AppConfig
-from litestar.types import ControllerRouterHandler
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 from uuid_utils.compat import uuid7
 
 from gateway import __version__
-from gateway.admission import hold as holds
 from gateway.admission.estimate import PromptCounter
 from gateway.admission.hold import RedisHolds
 from gateway.api import fields
 from gateway.api.admin import AdminServices, admin_handlers
 from gateway.api.health import health_handlers
-from gateway.api.middleware import middleware_for
-from gateway.api.openai_errors import exception_handlers
 from gateway.api.v1.inference import inference_handlers
 from gateway.api.v1.models import model_handlers
 from gateway.auth import keys as key_format
 from gateway.auth.authenticator import Authenticator
-from gateway.auth.policy import assert_every_route_has_a_policy
-from gateway.errors import StoreUnavailable, WeighbridgeError
+from gateway.errors import StoreUnavailable
 from gateway.jobs.follow import Follower
 from gateway.jobs.heartbeat import Heartbeat
 from gateway.jobs.reconciler import Reconciler
@@ -51,7 +45,6 @@ from gateway.shield import drain
 from gateway.store import control, credentials, instances, keys, ledger, replicas, tokenizers
 from gateway.store.cipher import Cipher
 from gateway.store.engine import REPORT_TIMEOUT_MS, create_engine
-from gateway.store.migrate import current_revision, newest_revision
 from gateway.telemetry import metrics
 from gateway.vocabulary import Endpoint, InferenceRequest, ModelInfo, OwnerId
 

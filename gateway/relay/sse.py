@@ -10,7 +10,7 @@ _END = re.compile(rb"\r\n\r\n|\n\n|\r\r|\r\n\n|\n\r\n")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
-class EventTooLarge(Exception):  # noqa: N818 - named by what happened, as all our errors
+class EventTooLarge(Exception):
     """An event is larger than allowed, or what comes is no stream of events."""
 
 

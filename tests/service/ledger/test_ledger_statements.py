@@ -12,8 +12,8 @@ from uuid_utils.compat import uuid7
 from gateway.store import instances, ledger
 from gateway.vocabulary import (
     Checkpoint,
-    Endpoint,
     Ending,
+    Endpoint,
     KeyId,
     OpenRow,
     OwnerId,
