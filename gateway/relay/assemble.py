@@ -12,7 +12,7 @@ from gateway.relay.sse import data_of
 from gateway.vocabulary import Endpoint
 
 
-class Incomplete(Exception):  # noqa: N818 - named by what happened, as all our errors
+class Incomplete(Exception):
     """The stream ended before the answer was whole, or was no answer."""
 
 
