@@ -73,7 +73,7 @@ class RunningGateway:
         headers = {"authorization": f"Bearer {key or self.key}"}
         body = chat_body(stream=True, **fields)
         # A client of its own, so that leaving really closes the connection.
-        async with httpx.AsyncClient(timeout=30) as client:  # noqa: SIM117 - the order of closing matters
+        async with httpx.AsyncClient(timeout=30) as client:
             async with client.stream("POST", self.url + "/v1/chat/completions", json=body, headers=headers) as response:
                 yield response
 
