@@ -7,8 +7,7 @@ and nothing of what is inside. Every cut of the same bytes into chunks gives the
 
 import re
 
-#: One line end directly after another. A lone CR ends a line at once, though its LF may still be on the way: that LF then
-#: leads the next event, where it is an empty line and means nothing. Waiting for it would hold back the last event for good.
+#: One line end directly after another.
 _BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _LONGEST_BLANK_LINE = 4
@@ -62,6 +61,10 @@ class EventSplitter:
         events: list[bytes] = []
         start = 0
         for end in _BLANK_LINE.finditer(self._buffer, self._scanned):
+            # After CRLF a CR is half of the next one. After a lone CR it is a line end: to wait for an LF would hold
+            # back the last event of such a stream for good. If one does come, it leads the next event and means nothing.
+            if end.end() == len(self._buffer) and end.group() == b"\r\n\r":
+                break
             events.append(bytes(self._buffer[start : end.end()]))
             start = end.end()
         del self._buffer[:start]

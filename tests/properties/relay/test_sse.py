@@ -18,8 +18,9 @@ lines = st.one_of(
         [b"data:", b"data", b"data:x", b"data:  x", b": comment", b":", b"event: y", b"id: 1", b"retry: 9", b"", b"da"]
     ),
 )
+# The comment at the end: when lines end in mixed ways, a CR that is the very last byte may be half of a CRLF.
 streams = st.builds(
-    lambda bom, pairs: bom + b"".join(line + end for line, end in pairs),
+    lambda bom, pairs: bom + b"".join(line + end for line, end in pairs) + b":",
     st.sampled_from([b"", b"\xef\xbb\xbf"]),
     st.lists(st.tuples(lines, line_ends), max_size=20),
 )

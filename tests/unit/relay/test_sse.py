@@ -70,3 +70,11 @@ def test_a_cr_ends_the_last_event_at_once() -> None:
 
     assert splitter.feed(b"data: [DONE]\r\r") == [b"data: [DONE]\r\r"]
     assert splitter.rest == b""
+
+
+def test_crlf_is_not_torn_by_the_network() -> None:
+    """A chunk that ends between CR and LF does not end the event there."""
+    splitter = EventSplitter(100)
+
+    assert splitter.feed(b"data: x\r\n\r") == []
+    assert splitter.feed(b"\ndata: y\r\n\r\n") == [b"data: x\r\n\r\n", b"data: y\r\n\r\n"]
