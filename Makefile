@@ -35,13 +35,15 @@ chaos: ## run the long forms of the chaos tests
 	@$(PYTHON) deploy/install.py dev
 	$(BIN)/python -m pytest -m slow tests/chaos $(PYTEST_ARGS)
 
-check: ## format, lint, types, floors, dependencies, migrations
+check: ## format, lint, types, floors, dependencies, migrations, deploy files
 	@$(PYTHON) deploy/install.py dev
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/deptry .
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
+	$(BIN)/hadolint deploy/*.Dockerfile
 	$(BIN)/python -m pytest -q tests/service/test_migrations.py
 
 lock: ## resolve the locks anew; UPGRADE=1 takes the newest versions
