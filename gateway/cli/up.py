@@ -31,7 +31,7 @@ from gateway.cli.progress import step
 from gateway.cli.replicas import Replicas, choose
 from gateway.cli.services import StateDirectory, databases
 from gateway.embedded import ChildFailed
-from gateway.embedded.child import Child
+from gateway.embedded.child import Child, kill_all
 from gateway.errors import Conflict
 from gateway.settings import Listen, Settings, load
 from gateway.store.migrate import upgrade
@@ -108,7 +108,6 @@ def _run(
     lock = stack.enter_context(state.locked())
     environ = {**os.environ, **listen}
     environ.setdefault("WEIGHBRIDGE_SECRET", state.secret())
-    given = {name: environ.get(name) or None for name in ("DATABASE_URL", "REDIS_URL")}
     # Everything that can be wrong is found before anything is started.
     settings = load(
         environ
@@ -122,7 +121,7 @@ def _run(
     console.print(f"[bold]Weighbridge[/] {__version__}")
 
     with step(console, "Postgres and Valkey"):
-        addresses = stack.enter_context(databases(state, lock, given["DATABASE_URL"], given["REDIS_URL"]))
+        addresses = stack.enter_context(databases(state, lock, environ.get("DATABASE_URL"), environ.get("REDIS_URL")))
     environ |= {"DATABASE_URL": addresses.database_url, "REDIS_URL": addresses.redis_url}
     settings = load(environ)
     with step(console, "Tables"):
@@ -191,7 +190,7 @@ def _stopping_in_order(console: Console) -> Iterator[None]:
     """Turn SIGINT and SIGTERM into one orderly end; a second one ends our children at once."""
 
     def at_once(_number: int, _frame: FrameType | None) -> None:
-        Child.kill_all()
+        kill_all()
 
     def in_order(_number: int, _frame: FrameType | None) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -238,4 +237,24 @@ def _wait_until_listening(child: Child, settings: Settings) -> None:
 
 def _wait_until_ready(
     console: Console, kept: list[Kept], settings: Settings, first: demo.Demo, replicas: Replicas
-) -> None: ...
+) -> None:
+    """Return once a request would be answered, showing meanwhile what is still missing."""
+    if replicas.count == 0:
+        return
+    headers = {"Authorization": f"Bearer {first.admin_key}"}
+    with step(console, f"Replica of {replicas.model}") as detail, httpx.Client(timeout=5.0) as client:
+        while True:
+            _keep(console, kept)
+            with contextlib.suppress(httpx.TransportError, ValueError, KeyError):
+                if client.get(f"{settings.internal.url}/readyz").is_success:
+                    return
+                listed = client.get(f"{settings.admin.url}/admin/v1/replicas", headers=headers).json()["data"]
+                alive = [item for item in listed if item["state"] != "gone"]
+                detail("; ".join(f"{item['name']} {item['detail'] or item['state']}" for item in alive))
+            time.sleep(LOOK_SECONDS)
+
+
+def _keep(console: Console, kept: list[Kept]) -> None:
+    for process in kept:
+        if happened := process.look(time.monotonic()):
+            console.print(happened, style="yellow", markup=False, soft_wrap=True)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
+from weakref import WeakSet
 
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0
@@ -32,6 +33,15 @@ class RunAs(TypedDict, total=False):
     user: int
     group: int
     extra_groups: list[int]
+
+
+_spawned: "WeakSet[Child]" = WeakSet()
+
+
+def kill_all() -> None:
+    """Tell every child to end at once, without waiting. Safe in a signal handler."""
+    for child in tuple(_spawned):
+        child.signal_kill()
 
 
 class Child:
@@ -78,6 +88,7 @@ class Child:
         run_as: RunAs | None = None,
     ) -> None:
         """Start *command* without waiting. Call it from the main thread: Linux ties the child's life to the thread."""
+        _spawned.add(self)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - command lines of ours
                 command,
@@ -118,6 +129,11 @@ class Child:
         """End it as a power cut would; return when it is gone."""
         self._end(self._kill_signal, STOP_SECONDS)
         self._end(signal.SIGKILL, STOP_SECONDS)
+
+    def signal_kill(self) -> None:
+        """Tell it to end as `kill` does, without waiting."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(self._kill_signal)
 
     def _end(self, number: signal.Signals, seconds: float) -> None:
         if self._process is None or self._process.poll() is not None:
