@@ -3,8 +3,8 @@
 
     1. databases, unless given     2. migrations     3. the gateway     4. the first key     5. replicas
 
-The gateway listens from step 3 on and says at `/readyz` what it still waits for. Whatever ends by itself is started again;
-Ctrl-C ends all of it in the opposite order, a second Ctrl-C at once. Nothing outlives this process.
+The gateway listens from step 3 on and says at `/readyz` what it still waits for. Whatever ends by itself is started
+again; Ctrl-C ends all of it in the opposite order, a second Ctrl-C at once. Nothing outlives this process.
 """
 
 import contextlib
@@ -109,13 +109,7 @@ def _run(
     environ = {**os.environ, **listen}
     environ.setdefault("WEIGHBRIDGE_SECRET", state.secret())
     # Everything that can be wrong is found before anything is started.
-    settings = load(
-        environ
-        | {
-            name: url or f"{scheme}://embedded"
-            for (name, url), scheme in zip(given.items(), ("postgresql", "redis"), strict=True)
-        }
-    )
+    settings = load({"DATABASE_URL": "postgresql://embedded", "REDIS_URL": "redis://embedded"} | environ)
     for listener in (settings.public, settings.admin, settings.internal):
         _require_free(listener)
     console.print(f"[bold]Weighbridge[/] {__version__}")
